@@ -30,8 +30,8 @@ _count = itertools.count()
 # them, and that takes no more bytes. The first ones only move data.
 _DATA_MOVEMENT = (
     "broadcast_in_dim complex concatenate convert_element_type copy dynamic_slice "
-    "expand_dims imag iota name pad real reshape rev select_n slice split "
-    "squeeze stop_gradient transpose"
+    "expand_dims imag iota name optimization_barrier ostinato_once pad real reshape "
+    "rev select_n slice split squeeze stop_gradient transpose"
 )
 # The derivatives of these are functions of their results, and recompute them anyway.
 _IN_OWN_DERIVATIVE = "cbrt exp exp2 expm1 logistic rsqrt sqrt tan tanh"

@@ -16,6 +16,7 @@ from .._rnn.sharding import make_varying
 from .._segments import near_divisor
 from .._step.asked import mark
 from .._step.known import call_known
+from .._step.maxima import steadied
 from .._step.policies import Choice
 from .._step.refusal import NAMED, refusal
 from .._step.scan import PreparedLoop, RunsAsScan, prepare, saves_loops
@@ -149,7 +150,10 @@ class StepLoop:
         body = _masked(self._body(step), lengths, states)
         # Without `recompute`, a function stores the same values as in `lax.scan`.
         plain = ft.partial(body, self.arrays)
-        if self.cell is not None or self.recompute is not None:
+        recomputes = self.cell is not None or self.recompute is not None
+        if recomputes or self.options.segment_length is not None:
+            plain = steadied(plain)
+        if recomputes:
             plain = checkpoint(plain, self.policy, prevent_cse=False)
         scan = ft.partial(lax.scan, plain, reverse=self.options.reverse)
         return call_known(scan, states, steps)

@@ -32,6 +32,7 @@ from .jaxprs import (
     unique,
     variables,
 )
+from .maxima import Steady
 from .split import Step
 
 Policy = Callable[..., bool] | None
@@ -302,9 +303,11 @@ class _Core(NamedTuple):
                 for p, probe in zip(self.products, probes, strict=True)
             }
 
+            steady = Steady()
+
             def hook(eqn: JaxprEqn, values: list[Any]) -> list[Any] | None:
                 if id(eqn) not in probe_of:
-                    return None
+                    return steady(eqn, values)
                 product, probe = probe_of[id(eqn)]
                 x, weight = values[product.changing], values[1 - product.changing]
                 x = x.astype(_factor_dtype(x.dtype, weight.dtype))

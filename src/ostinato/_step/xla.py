@@ -20,6 +20,7 @@ from .cost import pays_hoisting
 from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
 from .jaxprs import evaluate, known_product, run_one, split_at, split_by, variables
 from .masks import StepMask
+from .maxima import with_own_derivative
 from .policies import best_derivative
 from .split import PRODUCTS, Step
 
@@ -170,7 +171,8 @@ def _scan(
     def body(old: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
         inputs, valid = at
         states = mask.before(valid, old)
-        results = evaluate(traced, [*invariant, *inputs, *states])
+        values = [*invariant, *inputs, *states]
+        results = evaluate(traced, values, with_own_derivative)
         new, outputs, saved = split_at(
             results, [step.num_states, step.num_states + num_outputs]
         )

@@ -98,7 +98,8 @@ def expression(
 
 
 IDENTITIES = frozenset(
-    {"copy", "copy_p", "name", "ostinato_asked", "pvary", "stop_gradient"}
+    "copy copy_p name optimization_barrier ostinato_asked ostinato_once pvary "
+    "stop_gradient".split()
 )
 """Operations that return their operand."""
 

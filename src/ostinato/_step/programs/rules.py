@@ -232,7 +232,8 @@ def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) ->
 
 @rule(
     "copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary",
-    "reshard", "sharding_constraint", "ostinato_asked", "ragged_constant", kinds=ANY,
+    "reshard", "sharding_constraint", "ostinato_asked", "ostinato_once",
+    "ragged_constant", kinds=ANY,
 )  # fmt: skip
 def _same_value(b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> list[Value]:
     return list(given)

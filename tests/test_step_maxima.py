@@ -1,0 +1,143 @@
+"""Gradients of maxima and of signs where XLA computes their operands more than once.
+
+Only optimised code rounds a product and a sum together: programs are compiled as usual.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from compile_options import usual_jit
+
+import ostinato as ost
+
+N, T, H = 5, 3, 8
+
+
+def pairs(v):
+    return v[:, :, None] - v[:, None, :]
+
+
+def of_sums(v, w, x):
+    """Return sums over maxima of pairs that are sums of products."""
+    m = jnp.maximum(
+        v[:, :, None] * 0.7 + w[:, None, :] * 0.9, x[:, :, None] * w[:, None, :] + 0.1
+    )
+    return m.sum(1) * x + (m * m).max(1)
+
+
+# Pairs have equal elements, whose difference is 0.
+PARTS = {
+    "maximum of pairs": lambda v, w, x: pairs(v).max(2),
+    "least distance": lambda v, w, x: jnp.abs(pairs(v)).min(1) * x,
+    "maximum of two": lambda v, w, x: jnp.maximum(pairs(v), 0).sum(2) * x,
+    "maximum of two sums": of_sums,
+    "sign": lambda v, w, x: (pairs(v) * jnp.sign(pairs(v))).sum(2) * x,
+    "relu6": lambda v, w, x: jax.nn.relu6(pairs(v)).sum(2) * x,
+}
+WAYS = {
+    "xla": {"backend": "xla"},
+    "recompute": {"backend": "xla", "recompute": True},
+    "segments": {"backend": "xla", "segment_length": 2},
+    "scan": {"backend": "scan", "recompute": True},
+    "scan in segments": {"backend": "scan", "segment_length": 2},
+}
+
+
+def step_of(parts):
+    """Return a step; what reads its values decides how XLA fuses operations."""
+
+    def step(params, h, x, t):
+        s, c, w = params
+        v, u = (h + x) * s, (h - x) * c
+        outputs = [PARTS[part](v, u, x) for part in parts]
+        if parts != ["least distance"]:
+            outputs.append(jnp.tanh((v * c) @ w))
+        return jnp.tanh(h * 0.5 + 0.1 * (v @ w)), outputs
+
+    return step
+
+
+def loss_of(step, run):
+    """Return a loss whose gradient at each element of the outputs is different."""
+    weights = np.random.default_rng(1).normal(size=(len(PARTS) + 1, N, T, H))
+
+    def loss(params, x, h):
+        outputs = run(step, params, x, h)
+        pairs = zip(outputs, weights, strict=False)
+        return sum((a * w.astype(a.dtype)).sum() for a, w in pairs)
+
+    return loss
+
+
+def one_by_one(step, params, x, h):
+    """Run a loop operation by operation, so that XLA fuses none."""
+    rows = []
+    for t in range(T):
+        h, outputs = step(params, h, x[:, t], t)
+        rows.append(outputs)
+    return [jnp.stack(a, 1) for a in zip(*rows, strict=True)]
+
+
+def draw(dtype):
+    g = np.random.default_rng(0)
+    sizes = [(), (1, H), (H, H), (N, T, H), (N, H)]
+    *params, x, h = (jnp.asarray(g.normal(size=s) * 0.6, dtype) for s in sizes)
+    return params, x, h
+
+
+def by_loop(way):
+    return lambda step, params, x, h: (
+        ost.recurrent_net(step, x, h, params=params, **WAYS[way]).outputs
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("part", PARTS)
+def test_gradients_are_those_of_operations_one_by_one(part, way):
+    step, arguments = step_of([part]), draw(jnp.float32)
+    gradient = lambda run: jax.grad(loss_of(step, run), (0, 1, 2))  # noqa: E731
+    want = gradient(one_by_one)(*arguments)
+    got = usual_jit(gradient(by_loop(way)))(*arguments)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["xla", "scan"])
+def test_tangents_and_second_derivatives(way):
+    step, arguments = step_of(PARTS), draw(jnp.float64)
+    tangents = jax.tree.map(jnp.cos, arguments)
+
+    def derivatives(run):
+        loss = loss_of(step, run)
+        gradient = jax.grad(loss, (0, 1, 2))
+        return lambda *a: (
+            jax.jvp(loss, a, tangents)[1],
+            jax.jvp(gradient, a, tangents)[1],
+        )
+
+    want = derivatives(one_by_one)(*arguments)
+    got = fast_jit(derivatives(by_loop(way)))(*arguments)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["xla", "scan"])
+def test_equal_elements_share_the_gradient_as_in_jax(backend):
+    def step(params, h, x, t):
+        return h, (x.max(1), jnp.minimum(x, h), jnp.maximum(x, 1.0))
+
+    x = jnp.asarray([1.0, 2, 2, 1, 3, 2]).reshape(1, 2, 3)
+    h = jnp.asarray([[1.0, 2, 3]])
+
+    def total(outputs):
+        return sum(a.sum() for a in outputs)
+
+    got = jax.grad(
+        lambda x: total(
+            ost.recurrent_net(step, x, h, backend=backend, recompute=True).outputs
+        )
+    )(x)
+    want = jax.grad(lambda x: total(jax.vmap(lambda x: step(None, h, x, 0)[1])(x)))
+    np.testing.assert_array_equal(got[0], want(x[0][:, None])[:, 0])
