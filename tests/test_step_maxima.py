@@ -34,6 +34,7 @@ PARTS = {
     "maximum of two": lambda v, w, x: jnp.maximum(pairs(v), 0).sum(2) * x,
     "maximum of two sums": of_sums,
     "sign": lambda v, w, x: (pairs(v) * jnp.sign(pairs(v))).sum(2) * x,
+    "checkpoint": lambda v, w, x: jax.checkpoint(lambda v: pairs(v).max(2))(v) * x,
     "relu6": lambda v, w, x: jax.nn.relu6(pairs(v)).sum(2) * x,
 }
 WAYS = {
@@ -121,6 +122,22 @@ def test_tangents_and_second_derivatives(way):
     got = fast_jit(derivatives(by_loop(way)))(*arguments)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_callback_without_results_in_a_step_that_is_recomputed():
+    seen = []
+
+    def step(params, h, x, t):
+        jax.debug.callback(lambda t: seen.append(int(t)), t)
+        return jnp.tanh(h * params), h
+
+    _, x, h = draw(jnp.float32)
+    total = lambda p: (  # noqa: E731
+        ost.recurrent_net(step, x, h, params=p, recompute=True).outputs.sum()
+    )
+    jax.block_until_ready(jax.grad(total)(0.5))
+    jax.effects_barrier()
+    assert set(seen) == {*range(T)}
 
 
 @pytest.mark.parametrize("backend", ["xla", "scan"])

@@ -16,11 +16,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
 from .._typing import Array
-from .jaxprs import evaluate, run_one, trace, type_of
+from .jaxprs import (
+    CHECKPOINTS,
+    Hook,
+    checkpoint_like,
+    evaluate,
+    run_one,
+    trace,
+    type_of,
+)
 
 _FOUND = frozenset({"reduce_max", "reduce_min"})
 _DECISIONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne", "sign", "custom_jvp_call"})
@@ -31,6 +39,8 @@ def with_own_derivative(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
 
     This is a hook of `jaxprs.evaluate`. As in JAX, equal elements share the derivative.
     """
+    if eqn.primitive.name in CHECKPOINTS:
+        return _recomputed(eqn, inputs, with_own_derivative)
     if not _is_float(eqn):
         return None
     if eqn.primitive.name in _FOUND:
@@ -52,6 +62,8 @@ class Steady:
 
     def __call__(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
         name = eqn.primitive.name
+        if name in CHECKPOINTS:
+            return _recomputed(eqn, inputs, Steady())
         if name == "sub" and _is_float(eqn):
             results = run_one(eqn, inputs)
             self._differences |= {id(a): a for a in results}
@@ -78,8 +90,16 @@ def steadied(function: Callable) -> Callable:
     return run
 
 
+def _recomputed(eqn: JaxprEqn, inputs: list[Any], hook: Hook) -> list[Any]:
+    """Run what is under `jax.checkpoint`, with a hook, under it again."""
+    (jaxpr,) = jaxprs_in_params(eqn.params)
+    run = lambda *given: evaluate(ClosedJaxpr(jaxpr, ()), given, hook)  # noqa: E731
+    return checkpoint_like(eqn, run)(*inputs)
+
+
 def _is_float(eqn: JaxprEqn) -> bool:
-    return jnp.issubdtype(type_of(eqn.outvars[0]).dtype, jnp.floating)
+    types = map(type_of, eqn.outvars)  # a callback may have no results
+    return any(jnp.issubdtype(a.dtype, jnp.floating) for a in types)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -120,7 +140,7 @@ _of_two.defjvp(_of_two_jvp, symbolic_zeros=True)
 # -------------------------------------------------------------------------- primitive
 
 once_p = Primitive("ostinato_once")
-"""Returns an array that XLA computes once and stores, so that all who read it agree."""
+"""It returns an array that XLA computes once and stores: all who read it agree."""
 
 
 def _through_branch(x: Array) -> Array:
