@@ -11,6 +11,7 @@ from closures import fast_jit
 from compile_options import usual_jit
 
 import ostinato as ost
+from ostinato._step.maxima import once
 
 N, T, H = 5, 3, 8
 
@@ -158,3 +159,71 @@ def test_equal_elements_share_the_gradient_as_in_jax(backend):
     )(x)
     want = jax.grad(lambda x: total(jax.vmap(lambda x: step(None, h, x, 0)[1])(x)))
     np.testing.assert_array_equal(got[0], want(x[0][:, None])[:, 0])
+
+
+RAGGED = {
+    "maximum of pairs": lambda v, x: (pairs(v).max(2) * x).sum(0),
+    "least distance": lambda v, x: (jnp.abs(pairs(v)).min(1) * x).sum(0),
+    "sum of distances": lambda v, x: (jnp.abs(pairs(v)).sum(2) * x).sum(0),
+    "of two ragged axes": lambda v, x: (
+        (v[:, None] - v[None]).max(1) * x + jnp.abs(v[:, None] - v[None]).min(0)
+    ).sum(0),
+    "over the ragged axis": lambda v, x: pairs(v).max(0)[0] + pairs(v).min((0, 1)),
+}
+
+
+@pytest.mark.parametrize("part", RAGGED)
+def test_gradients_in_ragged_vmap(part):
+    def program(params, x):
+        s, c, w = params
+        v = (x + jnp.tanh(x)) * s
+        return jnp.tanh((v * c) @ w).sum(0) + RAGGED[part](v, x)
+
+    params, x, _ = draw(jnp.float32)
+    x = jnp.concatenate([x, x[:, :2] * 2], 1)
+    examples = [x[0, :4], x[1, :1], x[2], x[3, :2]]
+    weights = jnp.arange(1.0, 4 * H + 1, dtype=jnp.float32).reshape(4, H)
+
+    def loss(params, examples):
+        y = ost.ragged.vmap(program, in_axes=(None, 0))(params, examples)
+        return (y * weights).sum()
+
+    def one_by_one(params, examples):
+        pairs = zip(examples, weights, strict=True)
+        return sum((program(params, a) * w).sum() for a, w in pairs)
+
+    ragged = ost.ragged.RaggedArray.from_list(examples)
+    got = usual_jit(jax.grad(loss))(params, ragged)
+    want = jax.grad(one_by_one)(params, examples)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_inside_of_a_program_of_ragged_vmap():
+    step = step_of(["maximum of pairs", "least distance"])
+
+    def program(params, x):
+        def loss(params):
+            h = jnp.zeros((1, H), x.dtype)
+            result = ost.recurrent_net(
+                step, x[None], h, params=params, recompute=True, backend="scan"
+            )
+            return sum(a.sum() for a in result.outputs)
+
+        return jax.grad(loss)(params)
+
+    params, x, _ = draw(jnp.float32)
+    examples = [x[0, :2], x[1, :1], x[2]]
+    ragged = ost.ragged.RaggedArray.from_list(examples)
+    got = usual_jit(ost.ragged.vmap(program, in_axes=(None, 0)))(params, ragged)
+    want = [program(params, a) for a in examples]
+    for a, b in zip(got, zip(*want, strict=True), strict=True):
+        np.testing.assert_allclose(a, jnp.stack(b), rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_stored_in_a_program_of_ragged_vmap():
+    examples = [jnp.ones((2, 3)), jnp.full((1, 3), 2.0)]
+    ragged = ost.ragged.RaggedArray.from_list(examples)
+    got = ost.ragged.vmap(lambda x: once(x) * 2)(ragged).to_list()
+    for a, b in zip(got, examples, strict=True):
+        np.testing.assert_array_equal(a, b * 2)

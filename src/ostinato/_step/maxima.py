@@ -44,7 +44,7 @@ def with_own_derivative(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
     if not _is_float(eqn):
         return None
     if eqn.primitive.name in _FOUND:
-        return [_at_stored(eqn, *inputs)]
+        return [at_stored(lambda x: run_one(eqn, [x])[0], *inputs)]
     if eqn.primitive.name in ("max", "min"):
         return [_of_two(eqn, *inputs)]
     return None
@@ -70,11 +70,9 @@ class Steady:
             return results
         of_difference = any(id(a) in self._differences for a in inputs)
         if name == "abs" and of_difference:
-            return [_at_stored(eqn, *inputs)]
+            return [at_stored(lambda x: run_one(eqn, [x])[0], *inputs)]
         if name in ("max", "min", *_DECISIONS) and of_difference:
-            inputs = [
-                once_p.bind(a) if id(a) in self._differences else a for a in inputs
-            ]
+            inputs = [once(a) if id(a) in self._differences else a for a in inputs]
             return with_own_derivative(eqn, inputs) or run_one(eqn, inputs)
         return with_own_derivative(eqn, inputs)
 
@@ -103,15 +101,16 @@ def _is_float(eqn: JaxprEqn) -> bool:
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _at_stored(eqn: JaxprEqn, x: Array) -> Array:
-    """Run an operation whose derivative is that at a stored operand."""
-    return run_one(eqn, [x])[0]
+def at_stored(function: Callable[[Array], Array], x: Array) -> Array:
+    """Return `function(x)`, with its derivative at `x` as it is stored."""
+    return function(x)
 
 
-@_at_stored.defjvp
-def _at_stored_jvp(eqn: JaxprEqn, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    (x,) = primals
-    return jax.jvp(lambda x: run_one(eqn, [x])[0], (once_p.bind(x),), tangents)
+@at_stored.defjvp
+def _at_stored_jvp(
+    function: Callable[[Array], Array], primals: Any, tangents: Any
+) -> tuple[Array, Array]:
+    return jax.jvp(function, tuple(map(once, primals)), tangents)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -140,13 +139,17 @@ _of_two.defjvp(_of_two_jvp, symbolic_zeros=True)
 # -------------------------------------------------------------------------- primitive
 
 once_p = Primitive("ostinato_once")
-"""It returns an array that XLA computes once and stores: all who read it agree."""
+
+
+def once(x: Array) -> Array:
+    """Return an array of real numbers that XLA computes once and stores."""
+    return once_p.bind(x)
 
 
 def _through_branch(x: Array) -> Array:
-    """Return `x` out of a branch, the only thing that XLA does not fuse on CPUs.
+    """Return `x` out of a branch, from which XLA fuses nothing with what reads it.
 
-    It removes `lax.optimization_barrier` there before it fuses operations.
+    On CPUs it removes `lax.optimization_barrier` before it fuses operations.
     """
     if x.size == 0:
         return x
@@ -157,7 +160,7 @@ def _through_branch(x: Array) -> Array:
 
 once_p.def_impl(lambda x: x)
 once_p.def_abstract_eval(lambda x: x)
-ad.primitive_jvps[once_p] = lambda x, d: (once_p.bind(*x), *d)
+ad.primitive_jvps[once_p] = lambda x, d: (once(*x), *d)
 batching.defvectorized(once_p)
 mlir.register_lowering(once_p, mlir.lower_fun(lax.optimization_barrier, False))
 mlir.register_lowering(once_p, mlir.lower_fun(_through_branch, False), platform="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
 from ..._compat import ELEMENTWISE
+from ..._step.maxima import at_stored, once_p
 from ..._typing import Array
 from ..core.context import Context
 from ..core.registry import register
@@ -29,7 +31,7 @@ from ..types.segments import along
 _SAME_NUMBER = {"convert_element_type", "copy", "copy_p", "stop_gradient"}
 
 
-@register(*ELEMENTWISE, constant_p, cheap=True)
+@register(*ELEMENTWISE, constant_p, once_p, cheap=True)
 def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     params = eqn.primitive.get_bind_params(eqn.params)
@@ -38,7 +40,11 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
         # With symbolic sizes JAX leaves it to the primitive to repeat axes of size 1.
         full = jnp.broadcast_shapes(*(a.shape for a in arrays))
         arrays = tuple(a if a.ndim == 0 else jnp.broadcast_to(a, full) for a in arrays)
-        return eqn.primitive.bind(*arrays, **params)
+        run = ft.partial(eqn.primitive.bind, **params)
+        is_float = jnp.issubdtype(arrays[0].dtype, jnp.floating)
+        if eqn.primitive.name == "abs" and is_float:
+            return at_stored(run, *arrays)
+        return run(*arrays)
 
     given = values
     axes = symbolic_axes(shape)

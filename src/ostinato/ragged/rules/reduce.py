@@ -14,6 +14,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._rnn.accumulation import accumulation_dtype
+from ..._step.maxima import at_stored, once
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.fill import highest, lowest
@@ -70,7 +71,7 @@ def _max_tokens(x: Array, segments: Segments, batch: int) -> Array:
 @_max_tokens.defjvp
 def _max_tokens_jvp(batch: int, primals: Any, tangents: Any) -> Any:
     """Return the derivative: all largest elements have an equal share, as in JAX."""
-    x, segments = primals
+    x, segments = once(primals[0]), primals[1]
     y = _max_tokens(x, segments, batch)
     largest = x == y[segments.ids][:, None]
     count = _sum_tokens(largest.astype(x.dtype), segments, batch)
@@ -100,7 +101,7 @@ def _extreme(x: Array, inside: Array, axes: tuple[int, ...], largest: bool) -> A
 def _extreme_jvp(
     axes: tuple[int, ...], largest: bool, primals: Any, tangents: Any
 ) -> Any:
-    x, inside = primals
+    x, inside = once(primals[0]), primals[1]
     y = _extreme(x, inside, axes, largest)
     of_y = jnp.expand_dims(y, axes)
     equal = inside & ((x == of_y) | jnp.isnan(of_y))
@@ -127,8 +128,14 @@ def _reduce(
     (shape,) = ctx.out_shapes(eqn)
     reduction = _REDUCTIONS[eqn.primitive.name]
 
+    is_extreme = eqn.primitive.name in ("reduce_max", "reduce_min")
+
     def bind(x: Array, axes: tuple[int, ...]) -> Array:
-        return eqn.primitive.bind(x, axes=axes, **params) if axes else x
+        if not axes:
+            return x
+        run = ft.partial(eqn.primitive.bind, axes=axes, **params)
+        floats = jnp.issubdtype(x.dtype, jnp.floating)
+        return at_stored(run, x) if is_extreme and floats else run(x)
 
     if isinstance(x, Flat):
         axis = x.axis - sum(a < x.axis for a in axes)
