@@ -20,6 +20,10 @@ def pairs(v):
     return v[:, :, None] - v[:, None, :]
 
 
+def between_0_and_1(a):
+    return jax.lax.clamp(a.dtype.type(0), a, a.dtype.type(1))
+
+
 def of_sums(v, w, x):
     """Return sums over maxima of pairs that are sums of products."""
     m = jnp.maximum(
@@ -36,7 +40,8 @@ PARTS = {
     "maximum of two sums": of_sums,
     "sign": lambda v, w, x: (pairs(v) * jnp.sign(pairs(v))).sum(2) * x,
     "checkpoint": lambda v, w, x: jax.checkpoint(lambda v: pairs(v).max(2))(v) * x,
-    "relu6": lambda v, w, x: jax.nn.relu6(pairs(v)).sum(2) * x,
+    "clamp": lambda v, w, x: between_0_and_1(pairs(v)).sum(2) * x,
+    "leaky relu": lambda v, w, x: jax.nn.leaky_relu(pairs(v)).sum(2) * x,
 }
 WAYS = {
     "xla": {"backend": "xla"},
