@@ -40,6 +40,15 @@ PARTS = {
     "maximum of two sums": of_sums,
     "sign": lambda v, w, x: (pairs(v) * jnp.sign(pairs(v))).sum(2) * x,
     "checkpoint": lambda v, w, x: jax.checkpoint(lambda v: pairs(v).max(2))(v) * x,
+    "of a choice": lambda v, w, x: (
+        jnp.abs(jnp.where(w[:, :, None] > 0, pairs(v), 0)).sum(2) * x
+    ),
+    "another shape": lambda v, w, x: (
+        jnp.maximum(pairs(v).reshape(N, -1), 0).reshape(N, H, H).sum(2) * x
+    ),
+    "a difference under checkpoint": lambda v, w, x: (
+        jnp.maximum(jax.checkpoint(pairs)(v), 0).sum(2) * x
+    ),
     "clamp": lambda v, w, x: between_0_and_1(pairs(v)).sum(2) * x,
     "leaky relu": lambda v, w, x: jax.nn.leaky_relu(pairs(v)).sum(2) * x,
 }
@@ -111,6 +120,23 @@ def test_gradients_are_those_of_operations_one_by_one(part, way):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "xla"])
+def test_maxima_of_parameters_alone(backend):
+    def step(params, h, x, t):
+        a = (params[1] + params[0]) * params[0]
+        both = jnp.maximum(pairs(a), 0).sum(2) + pairs(a).max(2)
+        return jnp.tanh(h * 0.5 + x), (jnp.tanh(h + both) @ params[2],)
+
+    def run(step, params, x, h):
+        return ost.recurrent_net(step, x, h, params=params, backend=backend).outputs
+
+    arguments = draw(jnp.float32)
+    got = usual_jit(jax.grad(loss_of(step, run)))(*arguments)
+    want = jax.grad(loss_of(step, one_by_one))(*arguments)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("way", ["xla", "scan"])
 def test_tangents_and_second_derivatives(way):
     step, arguments = step_of(PARTS), draw(jnp.float64)
@@ -173,6 +199,7 @@ RAGGED = {
     "of two ragged axes": lambda v, x: (
         (v[:, None] - v[None]).max(1) * x + jnp.abs(v[:, None] - v[None]).min(0)
     ).sum(0),
+    "maximum of two": lambda v, x: (jnp.maximum(pairs(v), 0).sum(2) * x).sum(0),
     "over the ragged axis": lambda v, x: pairs(v).max(0)[0] + pairs(v).min((0, 1)),
 }
 

@@ -32,7 +32,7 @@ from .jaxprs import (
     unique,
     variables,
 )
-from .maxima import Steady
+from .maxima import steady
 from .split import Step
 
 Policy = Callable[..., bool] | None
@@ -302,8 +302,6 @@ class _Core(NamedTuple):
                 id(p.eqn): (p, probe)
                 for p, probe in zip(self.products, probes, strict=True)
             }
-
-            steady = Steady()
 
             def hook(eqn: JaxprEqn, values: list[Any]) -> list[Any] | None:
                 if id(eqn) not in probe_of:

@@ -2,8 +2,8 @@
 
 XLA may compute a value twice, and round a product and a sum with it once or twice. The
 derivative of a maximum compares what it was found in with the result: then no element,
-or another one, equals it. The sign of a difference of equal numbers may be 0 once and
-1 once.
+or another one, equals it. The sign of a difference of equal numbers may be 0 for one
+reader and 1 for the next. So what decides is stored once, see `once`.
 """
 
 from __future__ import annotations
@@ -30,59 +30,48 @@ from .jaxprs import (
     type_of,
 )
 
-_FOUND = frozenset({"reduce_max", "reduce_min"})
-_DECISIONS = frozenset("clamp custom_jvp_call eq ge gt le lt ne sign".split())
+_AT_STORED = frozenset({"abs", "reduce_max", "reduce_min"})
+_DECIDING = frozenset("clamp custom_jvp_call eq ge gt le lt ne sign".split())
+"""Their readers depend on signs; among functions with own derivatives is `relu`."""
 
 
 def with_own_derivative(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
-    """Return the maximum or minimum of floats; None for all other operations.
+    """Return the result of a maximum, or of the like; None for all other operations.
 
-    This is a hook of `jaxprs.evaluate`. As in JAX, equal elements share the derivative.
+    This is a hook of `jaxprs.evaluate`, which changes nothing but derivatives. As in
+    JAX, equal elements share that of a maximum.
     """
-    if eqn.primitive.name in CHECKPOINTS:
+    name = eqn.primitive.name
+    if name in CHECKPOINTS:
         return _recomputed(eqn, inputs, with_own_derivative)
-    if not _is_float(eqn):
+    if not all(map(_is_float, (*eqn.invars, *eqn.outvars))):
         return None
-    if eqn.primitive.name in _FOUND:
-        return [at_stored(lambda x: run_one(eqn, [x])[0], *inputs)]
-    if eqn.primitive.name in ("max", "min"):
+    if name in _AT_STORED:
+        return [at_stored(lambda *values: run_one(eqn, values)[0], *inputs)]
+    if name in ("max", "min"):
         return [_of_two(eqn, *inputs)]
     return None
 
 
-class Steady:
-    """A hook of `jaxprs.evaluate`, for one evaluation of what is differentiated.
+def steady(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
+    """Do the same as `with_own_derivative`, and store what decides by its sign.
 
-    It does the same as `with_own_derivative`. What depends on the sign of a difference
-    reads one that is stored.
+    This is a hook of `jaxprs.evaluate`, for what is differentiated.
     """
-
-    def __init__(self) -> None:
-        self._differences: dict[int, Any] = {}
-
-    def __call__(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
-        name = eqn.primitive.name
-        if name in CHECKPOINTS:
-            return _recomputed(eqn, inputs, Steady())
-        if name == "sub" and _is_float(eqn):
-            results = run_one(eqn, inputs)
-            self._differences |= {id(a): a for a in results}
-            return results
-        of_difference = any(id(a) in self._differences for a in inputs)
-        if name == "abs" and of_difference:
-            return [at_stored(lambda x: run_one(eqn, [x])[0], *inputs)]
-        if name in ("max", "min", *_DECISIONS) and of_difference:
-            inputs = [once(a) if id(a) in self._differences else a for a in inputs]
-            return with_own_derivative(eqn, inputs) or run_one(eqn, inputs)
-        return with_own_derivative(eqn, inputs)
+    if eqn.primitive.name in CHECKPOINTS:
+        return _recomputed(eqn, inputs, steady)
+    if eqn.primitive.name in _DECIDING:
+        pairs = zip(eqn.invars, inputs, strict=True)
+        return run_one(eqn, [once(x) if _is_float(v) else x for v, x in pairs])
+    return with_own_derivative(eqn, inputs)
 
 
 def steadied(function: Callable) -> Callable:
-    """Return a function that is evaluated with the hook `Steady`."""
+    """Return a function that is evaluated with the hook `steady`."""
 
     def run(*arguments: Any) -> Any:
         traced, results = trace(function, arguments)
-        values = evaluate(traced, jax.tree.leaves(arguments), Steady())
+        values = evaluate(traced, jax.tree.leaves(arguments), steady)
         return jax.tree.unflatten(results, values)
 
     return run
@@ -95,22 +84,21 @@ def _recomputed(eqn: JaxprEqn, inputs: list[Any], hook: Hook) -> list[Any]:
     return checkpoint_like(eqn, run)(*inputs)
 
 
-def _is_float(eqn: JaxprEqn) -> bool:
-    types = map(type_of, eqn.outvars)  # a callback may have no results
-    return any(jnp.issubdtype(a.dtype, jnp.floating) for a in types)
+def _is_float(atom: Any) -> bool:
+    return jnp.issubdtype(type_of(atom).dtype, jnp.floating)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def at_stored(function: Callable[[Array], Array], x: Array) -> Array:
-    """Return `function(x)`, with its derivative at `x` as it is stored."""
-    return function(x)
+def at_stored(function: Callable[..., Array], *values: Array) -> Array:
+    """Return `function(*values)`, with its derivative at values as they are stored."""
+    return function(*values)
 
 
 @at_stored.defjvp
 def _at_stored_jvp(
-    function: Callable[[Array], Array], primals: Any, tangents: Any
+    function: Callable[..., Array], values: Any, tangents: Any
 ) -> tuple[Array, Array]:
-    return jax.jvp(function, tuple(map(once, primals)), tangents)
+    return jax.jvp(function, tuple(map(once, values)), tangents)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -120,7 +108,7 @@ def _of_two(eqn: JaxprEqn, x: Array, y: Array) -> Array:
 
 def _of_two_jvp(eqn: JaxprEqn, primals: Any, tangents: Any) -> tuple[Array, Any]:
     """Compare both operands with each other, and not with the result."""
-    x, y = primals
+    x, y = map(once, primals)
     result = _of_two(eqn, x, y)
     is_taken = jnp.greater if eqn.primitive.name == "max" else jnp.less
     tangent = None
@@ -142,8 +130,8 @@ once_p = Primitive("ostinato_once")
 
 
 def once(x: Array) -> Array:
-    """Return an array of real numbers that XLA computes once and stores."""
-    return once_p.bind(x)
+    """Return floats that XLA computes once and stores; single numbers as they are."""
+    return once_p.bind(x) if jnp.ndim(x) > 0 else x
 
 
 def _through_branch(x: Array) -> Array:
@@ -151,10 +139,7 @@ def _through_branch(x: Array) -> Array:
 
     On CPUs it removes `lax.optimization_barrier` before it fuses operations.
     """
-    if x.size == 0:
-        return x
-    first = x[(0,) * x.ndim].astype(jnp.float32)
-    never = jnp.isnan(first) & (first > 0)
+    never = lax.optimization_barrier(jnp.zeros((), bool))
     return lax.cond(never, jnp.zeros_like, lambda x: x, x)
 
 

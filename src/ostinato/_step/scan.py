@@ -19,6 +19,7 @@ from .cost import dominating, is_brief, is_narrow, is_small, writes_in_place
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
+from .maxima import steady
 from .own_rows import with_own_rows
 from .precomputed import Precomputed, precompute
 from .refusal import NAMED
@@ -188,7 +189,7 @@ def prepare(
     return PreparedLoop(
         step,
         precomputed,
-        evaluate(once, traced.arrays),
+        evaluate(once, traced.arrays, steady),
         [traced.inputs[i] for i in kept],
         kept,
         traced.states,

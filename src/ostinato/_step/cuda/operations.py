@@ -98,8 +98,7 @@ def expression(
 
 
 IDENTITIES = frozenset(
-    "copy copy_p name optimization_barrier ostinato_asked ostinato_once pvary "
-    "stop_gradient".split()
+    "copy copy_p name ostinato_asked ostinato_once pvary stop_gradient".split()
 )
 """Operations that return their operand."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools as ft
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
 from ..._compat import ELEMENTWISE
-from ..._step.maxima import at_stored, once_p
+from ..._step.maxima import once_p, with_own_derivative
 from ..._typing import Array
 from ..core.context import Context
 from ..core.registry import register
@@ -40,11 +39,8 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
         # With symbolic sizes JAX leaves it to the primitive to repeat axes of size 1.
         full = jnp.broadcast_shapes(*(a.shape for a in arrays))
         arrays = tuple(a if a.ndim == 0 else jnp.broadcast_to(a, full) for a in arrays)
-        run = ft.partial(eqn.primitive.bind, **params)
-        is_float = jnp.issubdtype(arrays[0].dtype, jnp.floating)
-        if eqn.primitive.name == "abs" and is_float:
-            return at_stored(run, *arrays)
-        return run(*arrays)
+        own = with_own_derivative(eqn, list(arrays))
+        return eqn.primitive.bind(*arrays, **params) if own is None else own[0]
 
     given = values
     axes = symbolic_axes(shape)
