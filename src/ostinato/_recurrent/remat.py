@@ -169,7 +169,7 @@ class Recompute:
             if self.names is True:
                 return step(params, states, inputs_t, t)
             arguments = (params, states, inputs_t, t)
-            traced, results = jaxprs.trace(_inlined(step), arguments)
+            traced, results = jaxprs.trace(jaxprs.inlined(step), arguments)
             _check_names(traced.jaxpr, self.names)
             num_params = len(jax.tree.leaves(params))
             saved = self._saved_variables(traced.jaxpr, num_params)
@@ -207,17 +207,6 @@ class Recompute:
 
 
 # ------------------------------------------------------------------------- on jaxprs
-
-
-def _inlined(function: Callable) -> Callable:
-    """Return `function` without inner `jit`, so that one jaxpr shows all its values."""
-
-    def run(*arguments: Any) -> Any:
-        traced, results = jaxprs.trace(function, arguments)
-        values = jaxprs.evaluate(traced, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(results, values)
-
-    return run
 
 
 def _names(jaxpr: Jaxpr) -> Iterator[str]:

@@ -15,8 +15,9 @@ from .._padding import fill_empty_sequences, select
 from .._rnn.sharding import make_varying
 from .._segments import near_divisor
 from .._step.asked import mark
+from .._step.jaxprs import inlined
 from .._step.known import call_known
-from .._step.maxima import steadied
+from .._step.maxima import steady
 from .._step.policies import Choice
 from .._step.refusal import NAMED, refusal
 from .._step.scan import PreparedLoop, RunsAsScan, prepare, saves_loops
@@ -152,7 +153,7 @@ class StepLoop:
         plain = ft.partial(body, self.arrays)
         recomputes = self.cell is not None or self.recompute is not None
         if recomputes or self.options.segment_length is not None:
-            plain = steadied(plain)
+            plain = inlined(plain, steady)
         if recomputes:
             plain = checkpoint(plain, self.policy, prevent_cse=False)
         scan = ft.partial(lax.scan, plain, reverse=self.options.reverse)

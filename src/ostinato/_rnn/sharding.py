@@ -225,9 +225,11 @@ def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
 
 def make_varying(leaves: list[Array]) -> list[Array]:
     """Make all values vary over the union of their varying axes, for `shard_map`."""
-    found = [varying(jax.typeof(a)) for a in leaves]
-    union = frozenset().union(*found)
-    return [
-        jax.lax.pcast(a, tuple(union - axes), to="varying") if union - axes else a
-        for a, axes in zip(leaves, found, strict=True)
-    ]
+    union = frozenset().union(*(varying(jax.typeof(a)) for a in leaves))
+    return [vary_over(union, a) for a in leaves]
+
+
+def vary_over(axes: frozenset, a: Array) -> Array:
+    """Make a value vary over further axes of an enclosing `shard_map`."""
+    further = tuple(axes - varying(jax.typeof(a)))
+    return jax.lax.pcast(a, further, to="varying") if further else a

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import scan_counts
 from .._rnn.sharding import make_varying
-from .jaxprs import CHECKPOINTS, checkpoint_like, evaluate, is_literal, type_of
+from .jaxprs import CHECKPOINTS, evaluate, is_literal, run_checkpoint, type_of
 
 _MADE_ANEW = CHECKPOINTS | {"cond", "jit", "scan"}
 """Operations out of which constants are taken. A loop over a `while` keeps its own, and
@@ -62,9 +62,7 @@ def _made_anew(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any] | None:
         return list(lax.switch(inputs[0], branches, *inputs[1:]))
     if name == "scan":
         return _scan(eqn, inputs)
-    (jaxpr,) = jaxprs_in_params(params)
-    run = _function(ClosedJaxpr(jaxpr, ()))
-    return checkpoint_like(eqn, run)(*inputs)
+    return run_checkpoint(eqn, inputs, _made_anew)
 
 
 def _function(closed: ClosedJaxpr) -> Any:

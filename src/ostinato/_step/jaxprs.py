@@ -13,7 +13,7 @@ from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import user_context
 
-from .._rnn.sharding import make_varying
+from .._rnn.sharding import make_varying, vary_over, varying
 from .integers import computed
 
 Origins = dict[str, tuple[JaxprEqn, ...]]
@@ -130,6 +130,19 @@ def evaluate(
     return [read(atom, values) for atom in jaxpr.outvars]
 
 
+def inlined(function: Callable, hook: Hook | None = None) -> Callable:
+    """Return a function without inner `jit`, whose equations run with a hook."""
+
+    def run(*arguments: Any) -> Any:
+        traced, results = trace(function, arguments)
+        values = evaluate(traced, jax.tree.leaves(arguments), hook)
+        pairs = zip(traced.out_avals, values, strict=True)
+        kept = [vary_over(varying(aval), value) for aval, value in pairs]
+        return jax.tree.unflatten(results, kept)
+
+    return run
+
+
 def run(
     eqns: Iterable[JaxprEqn], values: dict[Any, Any], hook: Hook | None = None
 ) -> None:
@@ -178,6 +191,13 @@ def checkpoint_like(eqn: JaxprEqn, function: Callable) -> Callable:
     """
     options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
     return jax.checkpoint(function, **options)
+
+
+def run_checkpoint(eqn: JaxprEqn, inputs: Sequence[Any], hook: Hook) -> list[Any]:
+    """Run what is under `jax.checkpoint`, with a hook, under it again; see `run`."""
+    (jaxpr,) = jaxprs_in_params(eqn.params)
+    run = lambda *given: evaluate(ClosedJaxpr(jaxpr, ()), given, hook)  # noqa: E731
+    return checkpoint_like(eqn, run)(*inputs)
 
 
 def read(atom: Any, values: dict[Any, Any]) -> Any:

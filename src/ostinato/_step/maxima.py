@@ -9,30 +9,22 @@ reader and 1 for the next. So what decides is stored once, see `once`.
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxprs_in_params
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._typing import Array
-from .jaxprs import (
-    CHECKPOINTS,
-    Hook,
-    checkpoint_like,
-    evaluate,
-    run_one,
-    trace,
-    type_of,
-)
+from .jaxprs import CHECKPOINTS, run_checkpoint, run_one
 
 _AT_STORED = frozenset({"abs", "reduce_max", "reduce_min"})
 _DECIDING = frozenset("clamp custom_jvp_call eq ge gt le lt ne sign".split())
-"""Their readers depend on signs; among functions with own derivatives is `relu`."""
+"""What their results or derivatives are depends on a sign; `relu` is a custom one."""
 
 
 def with_own_derivative(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
@@ -43,12 +35,10 @@ def with_own_derivative(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
     """
     name = eqn.primitive.name
     if name in CHECKPOINTS:
-        return _recomputed(eqn, inputs, with_own_derivative)
-    if not all(map(_is_float, (*eqn.invars, *eqn.outvars))):
-        return None
-    if name in _AT_STORED:
-        return [at_stored(lambda *values: run_one(eqn, values)[0], *inputs)]
-    if name in ("max", "min"):
+        return run_checkpoint(eqn, inputs, with_own_derivative)
+    if name in _AT_STORED and _are_float(eqn.invars):
+        return [at_stored(lambda x: run_one(eqn, [x])[0], *inputs)]
+    if name in ("max", "min") and _are_float(eqn.invars):
         return [_of_two(eqn, *inputs)]
     return None
 
@@ -59,46 +49,28 @@ def steady(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
     This is a hook of `jaxprs.evaluate`, for what is differentiated.
     """
     if eqn.primitive.name in CHECKPOINTS:
-        return _recomputed(eqn, inputs, steady)
+        return run_checkpoint(eqn, inputs, steady)
     if eqn.primitive.name in _DECIDING:
         pairs = zip(eqn.invars, inputs, strict=True)
-        return run_one(eqn, [once(x) if _is_float(v) else x for v, x in pairs])
+        return run_one(eqn, [once(x) if _are_float([v]) else x for v, x in pairs])
     return with_own_derivative(eqn, inputs)
 
 
-def steadied(function: Callable) -> Callable:
-    """Return a function that is evaluated with the hook `steady`."""
-
-    def run(*arguments: Any) -> Any:
-        traced, results = trace(function, arguments)
-        values = evaluate(traced, jax.tree.leaves(arguments), steady)
-        return jax.tree.unflatten(results, values)
-
-    return run
-
-
-def _recomputed(eqn: JaxprEqn, inputs: list[Any], hook: Hook) -> list[Any]:
-    """Run what is under `jax.checkpoint`, with a hook, under it again."""
-    (jaxpr,) = jaxprs_in_params(eqn.params)
-    run = lambda *given: evaluate(ClosedJaxpr(jaxpr, ()), given, hook)  # noqa: E731
-    return checkpoint_like(eqn, run)(*inputs)
-
-
-def _is_float(atom: Any) -> bool:
-    return jnp.issubdtype(type_of(atom).dtype, jnp.floating)
+def _are_float(atoms: Iterable[Any]) -> bool:
+    return all(jnp.issubdtype(a.aval.dtype, jnp.floating) for a in atoms)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def at_stored(function: Callable[..., Array], *values: Array) -> Array:
-    """Return `function(*values)`, with its derivative at values as they are stored."""
-    return function(*values)
+def at_stored(function: Callable[[Array], Array], x: Array) -> Array:
+    """Return `function(x)`, with its derivative at `x` as it is stored."""
+    return function(x)
 
 
 @at_stored.defjvp
 def _at_stored_jvp(
-    function: Callable[..., Array], values: Any, tangents: Any
+    function: Callable[[Array], Array], primals: Any, tangents: Any
 ) -> tuple[Array, Array]:
-    return jax.jvp(function, tuple(map(once, values)), tangents)
+    return jax.jvp(function, tuple(map(once, primals)), tangents)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -137,7 +109,8 @@ def once(x: Array) -> Array:
 def _through_branch(x: Array) -> Array:
     """Return `x` out of a branch, from which XLA fuses nothing with what reads it.
 
-    On CPUs it removes `lax.optimization_barrier` before it fuses operations.
+    On CPUs it removes `lax.optimization_barrier` before it fuses operations, but after
+    it has looked for branches whose condition is known.
     """
     never = lax.optimization_barrier(jnp.zeros((), bool))
     return lax.cond(never, jnp.zeros_like, lambda x: x, x)

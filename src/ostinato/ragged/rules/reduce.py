@@ -127,15 +127,14 @@ def _reduce(
 ) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     reduction = _REDUCTIONS[eqn.primitive.name]
-
-    is_extreme = eqn.primitive.name in ("reduce_max", "reduce_min")
+    is_float = jnp.issubdtype(x.x.dtype, jnp.floating)
+    of_inside = reduction.of_inside if is_float else None  # of extremes
 
     def bind(x: Array, axes: tuple[int, ...]) -> Array:
         if not axes:
             return x
         run = ft.partial(eqn.primitive.bind, axes=axes, **params)
-        floats = jnp.issubdtype(x.dtype, jnp.floating)
-        return at_stored(run, x) if is_extreme and floats else run(x)
+        return run(x) if of_inside is None else at_stored(run, x)
 
     if isinstance(x, Flat):
         axis = x.axis - sum(a < x.axis for a in axes)
@@ -149,8 +148,6 @@ def _reduce(
             tokens = tokens.reshape(tokens.shape[0], width, *tokens.shape[len(axes) :])
             segments = ctx.segments(x.dim)
             return Padded(reduction.over_tokens(tokens, segments, ctx.batch), shape)
-    is_float = jnp.issubdtype(x.x.dtype, jnp.floating)
-    of_inside = reduction.of_inside if is_float else None
     return masked(ctx, bind, x, axes, shape, reduction.identity, of_inside)
 
 
